@@ -71,12 +71,16 @@ def warn_if_counted(first: int, *, begins_right: bool) -> None:
     while frame is not None:
         frames.append(frame)
         frame = frame.f_back
-    counts = counts_of(frames)
+    try:
+        counts = counts_of(frames)
+    except Exception as error:  # it looks at objects of the script, which may do anything: the training goes on
+        log.debug("the counts of batches are not known: %r", error)
+        return
     if first:
         counts = {by: number for by, number in counts.items() if number < min(first, 2)}
     elif begins_right or "enumerate" not in counts:
         return
-    scripts = [each for each in frames[1:] if "-packages" not in each.f_code.co_filename]
+    scripts = [each for each in frames[1:] if "-packages" not in each.f_code.co_filename] or frames[1:]
     sources = {each: _source(each) for each in scripts}
     place = next((each for each in scripts if "enumerate(" in sources[each]), scripts[0])
     if counts and (first or counts_from_0(sources[place])):

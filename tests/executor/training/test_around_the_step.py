@@ -3,6 +3,8 @@
 import copy
 import json
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count, islice
 from pathlib import Path
@@ -130,6 +132,15 @@ class Ahead(Iterator[T]):
         return next(self._batches)
 
 
+class Odd(Ahead[T]):
+    """An iterator that leaves no trace of itself where the loader looks for it."""
+
+    def __next__(self) -> T:
+        batches = self._batches
+        del self
+        return next(batches)
+
+
 def numbered(batches: Iterable[T]) -> Iterator[tuple[int, T]]:
     return enumerate(every(batches))
 
@@ -170,6 +181,7 @@ RIGHT: list[Callable[[Loader], Iterable[object]]] = [
     lambda loader: zip(range(loader.first, 9), loader, strict=False),
     lambda loader: zip(every(loader), count(loader.first), strict=False),
     lambda loader: zip(every(loader), "abc", strict=False),
+    lambda loader: enumerate(Odd(loader)),  # its count is not seen
 ]
 
 
@@ -202,6 +214,22 @@ def test_a_count_that_begins_anew_in_mid_epoch_is_told_however_it_is_written(cap
 def test_a_count_is_told_before_any_stop_if_its_source_shows_it(caplog, monkeypatch, loop, told_at_once: int):
     monkeypatch.setattr(messages, "_told", set())
     assert told(loop, 0, caplog).count("counts batches by enumerate") == told_at_once
+
+
+@pytest.mark.parametrize("position", [0, 8])
+def test_a_count_in_an_installed_program_trains_on(tmp_path: Path, position: int):
+    """`python -m program`: all frames are in site-packages."""
+    program = tmp_path / "site-packages/program.py"
+    program.parent.mkdir()
+    program.write_text(
+        "from penstock_executor.training.batches import BatchSize\n"
+        "from penstock_executor.training.loader import Loader\n"
+        "place = {'seed': 0, 'shuffle': False, 'drop_last': False}\n"
+        f"loader = Loader(list(range(16)), BatchSize(total=4, atomic=4), (0, 1), position={position}, **place)\n"
+        "print(len([loader.take() for number, _ in enumerate(loader)]))\n"
+    )
+    ran = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout.strip()) == (0, str(4 - position // 4)), ran.stderr
 
 
 def test_a_learning_rate_by_the_number_of_the_batch_is_right_after_stops_if_it_counts_from_the_first(tmp_path: Path):
