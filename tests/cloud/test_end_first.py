@@ -27,6 +27,9 @@ def test_an_instance_ends_with_its_job_while_instances_cannot_be_listed(
     running: CloudSite, ec2: Ec2, kind: str, code: str
 ) -> None:
     ec2.faults.append(Fault("DescribeInstances", kind, code, times=10**6))
+    for _ in range(31):
+        running.sleep(60)
+        running.ticks(2)
     running.finish("7")
     running.until(lambda: not ec2.running(), most=5)
     running.ticks(20)
