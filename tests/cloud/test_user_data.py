@@ -115,7 +115,7 @@ def test_folders_are_mounted_or_the_instance_ends(
     script = "\n".join(["set -u", 'end() { echo "ends: $*"; exit 0; }', *lines, "mount_all", "echo joins"])
     path = f"{tmp_path}/bin:{os.environ['PATH']}"
     told = subprocess.run(["bash", "-c", script], env={"PATH": path}, capture_output=True, text=True, check=True)
-    rights = "--allow-other --allow-delete --allow-overwrite"
+    rights = "--allow-other --allow-delete --allow-overwrite --dir-mode 0777 --file-mode 0666"
     assert told.stdout.replace(str(tmp_path), "").splitlines() == [
         f"mount-s3 {rights} --prefix sets/a/ lab /data",
         f"mount-s3 {rights} lab-models /models",
