@@ -14,7 +14,7 @@ from penstock_scheduler.burst.manager.provider import ADOPTED, DescribedInstance
 from penstock_scheduler.burst.manager.runs import BurstRun, Slot
 from penstock_scheduler.burst.manager.settings import BurstSettings
 from penstock_scheduler.model import JobId
-from penstock_scheduler.people.units import dollars
+from penstock_scheduler.people.units import dollars, moment
 from penstock_scheduler.store.cloud_runs import RunStore
 
 log = logging.getLogger(__name__)
@@ -198,11 +198,11 @@ class Instances:
             now_s: now, s since 1970.
         """
         for run in runs:
-            late_s = now_s - since_s.get(run.id, now_s)
-            if late_s >= UNENDED_S and (ids := self.alive(run)):
+            due_s = since_s.get(run.id, now_s)
+            if now_s - due_s >= UNENDED_S and (ids := self.alive(run)):
                 yield (
-                    f"{', '.join(ids)} of job {run.job} has not ended in {late_s / 60:.0f} min, or {run.region} does not say; "
-                    f"it costs {dollars(run.usd_per_h)} an hour: end it in the provider's console"
+                    f"{', '.join(ids)} of job {run.job} should have ended at {moment(due_s)}, and {run.region} does not "
+                    f"say that it has; it costs {dollars(run.usd_per_h)} an hour: end it in the provider's console"
                 )
 
     def refresh(self, run: BurstRun, now_s: float) -> None:
