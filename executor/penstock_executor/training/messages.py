@@ -72,20 +72,28 @@ def warn_if_counted(first: int, *, begins_right: bool) -> None:
         frames.append(frame)
         frame = frame.f_back
     try:
-        counts = counts_of(frames)
+        place = _counting(frames, first, begins_right=begins_right)
     except Exception as error:  # it looks at objects of the script, which may do anything: the training goes on
         log.debug("the counts of batches are not known: %r", error)
         return
+    if place is not None:
+        _told.add("enumerate")
+        log.warning(COUNTED, *place)
+
+
+def _counting(frames: Sequence[FrameType], first: int, *, begins_right: bool) -> tuple[str, int, str] | None:
+    """The file and the line of the script that count the batches from too low a number, and by which function."""
+    counts = counts_of(frames)
     if first:
         counts = {by: number for by, number in counts.items() if number < min(first, 2)}
     elif begins_right or "enumerate" not in counts:
-        return
+        return None
     scripts = [each for each in frames[1:] if "-packages" not in each.f_code.co_filename] or frames[1:]
     sources = {each: _source(each) for each in scripts}
     place = next((each for each in scripts if "enumerate(" in sources[each]), scripts[0])
-    if counts and (first or counts_from_0(sources[place])):
-        _told.add("enumerate")
-        log.warning(COUNTED, Path(place.f_code.co_filename).name, place.f_lineno, min(counts))
+    if not counts or not (first or counts_from_0(sources[place])):
+        return None
+    return Path(place.f_code.co_filename).name, place.f_lineno, min(counts)
 
 
 def counts_of(frames: Sequence[FrameType]) -> dict[str, int]:
