@@ -60,9 +60,9 @@ def test_an_instance_ends_when_its_longest_life_and_the_grace_are_over(
     others = launch(ec2, "us-east-1", site="5e1f0000-0000-4000-8000-000000000002", lifetime_s="1")
     plain = launch(ec2, "us-east-1")
     there = launch(ec2, "eu-west-1", site=SITE, lifetime_s=f"{LIFE_S:.0f}")
-    later(switch, monkeypatch, LIFE_S + switch.GRACE_S - 60)
+    later(switch, monkeypatch, LIFE_S + 600 - 60)
     assert switch.handler({}, None) == []
-    later(switch, monkeypatch, LIFE_S + switch.GRACE_S + 60)
+    later(switch, monkeypatch, LIFE_S + 600 + 60)
     assert switch.handler({}, None) == [mine, there]
     assert {*ec2.running()} == {others, plain}
     assert switch.handler({}, None) == []
