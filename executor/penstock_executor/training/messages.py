@@ -83,15 +83,17 @@ def warn_if_counted(first: int, *, begins_right: bool) -> None:
 
 def _counting(frames: Sequence[FrameType], first: int, *, begins_right: bool) -> tuple[str, int, str] | None:
     """The file and the line of the script that count the batches from too low a number, and by which function."""
+    if begins_right and not first:
+        return None
     counts = counts_of(frames)
     if first:
         counts = {by: number for by, number in counts.items() if number < min(first, 2)}
-    elif begins_right or "enumerate" not in counts:
+    if not counts or (not first and "enumerate" not in counts):
         return None
     scripts = [each for each in frames[1:] if "-packages" not in each.f_code.co_filename] or frames[1:]
     sources = {each: _source(each) for each in scripts}
     place = next((each for each in scripts if "enumerate(" in sources[each]), scripts[0])
-    if not counts or not (first or counts_from_0(sources[place])):
+    if not first and not counts_from_0(sources[place]):
         return None
     return Path(place.f_code.co_filename).name, place.f_lineno, min(counts)
 
