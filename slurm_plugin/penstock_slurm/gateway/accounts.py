@@ -11,6 +11,7 @@ from penstock_slurm.gateway.fields import SIZE, megabytes
 from penstock_slurm.gateway.hostlist import HostLists
 from penstock_slurm.gateway.parse import exempt_s, frees_gpus
 
+TRES_COUNT = re.compile(r"(?:^|,)(cpu|node)=(\d{1,9})(?=,|$)")
 TRES_MEMORY = re.compile(rf"(?:^|,)mem=({SIZE.pattern})(?=,|$)")
 TRES_GPUS = re.compile(r"(?:^|,)gres/gpu(?::([^=,]+))?=(\d+)")
 
@@ -30,6 +31,11 @@ RUN_FIELDS = ("JobID", "Start", "End", "NodeList", "AllocTRES")
 def parse_tres(text: str) -> dict[str, int]:
     """GPUs by type of TRES such as `cpu=4,gres/gpu=2,gres/gpu:a100=2`; the type "" is all together."""
     return {gpu_type: int(count) for gpu_type, count in TRES_GPUS.findall(text)}
+
+
+def parse_counts(text: str) -> dict[str, int]:
+    """CPUs (`cpu`) and nodes (`node`) of TRES such as `cpu=4,mem=2500M,node=1`, as far as they can be read."""
+    return {name: int(count) for name, count in TRES_COUNT.findall(text)}
 
 
 def parse_memory(text: str) -> int:

@@ -5,7 +5,6 @@ It runs two commands, and both only read: `sacct`, and `scontrol show`.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from penstock_scheduler.people.errors import PenstockError
-from penstock_slurm.gateway.accounts import parse_memory, parse_tres
+from penstock_slurm.gateway.accounts import parse_counts, parse_memory, parse_tres
 from penstock_slurm.gateway.base import SlurmNode, slurm_time
 from penstock_slurm.gateway.cli import CommandReader
 from penstock_slurm.gateway.commands import SlurmCommandRunner
@@ -26,9 +25,6 @@ FIELDS = (
     *("ReqTRES", "AllocTRES", "NodeList"),
 )
 """Fields of sacct. None is a text that a user can write a bar into."""
-
-TRES_CPUS = re.compile(r"(?:^|,)cpu=(\d{1,9})(?:,|$)")
-TRES_NODES = re.compile(r"(?:^|,)node=(\d{1,9})(?:,|$)")
 
 USED_FIELDS = ("JobIDRaw", "TRESUsageInTot")
 
@@ -240,6 +236,7 @@ def _run(row: Sequence[str], types: Mapping[str, str], lists: HostLists) -> Past
     if held and not any(held.keys() - {""}):
         of_nodes = {types.get(node, "") for node in lists[nodes]}
         gpu_type = of_nodes.pop() if len(of_nodes) == 1 else None
+    counts = parse_counts(amounts)
     return PastRun(
         job_id=job_id,
         user=user,
@@ -253,16 +250,11 @@ def _run(row: Sequence[str], types: Mapping[str, str], lists: HostLists) -> Past
         gpu_type=gpu_type or "",
         asked_type=_only_type(asked),
         limit_s=float(limit) * 60 if limit.isdigit() else None,
-        cpus=_count(TRES_CPUS, amounts),
+        cpus=counts.get("cpu", 0),
         memory_mb=parse_memory(amounts),
         nodes=lists[nodes],
-        node_count=max(_count(TRES_NODES, amounts), 1),
+        node_count=max(counts.get("node", 0), 1),
     )
-
-
-def _count(tres: re.Pattern[str], text: str) -> int:
-    found = tres.search(text)
-    return int(found[1]) if found is not None else 0
 
 
 def _only_type(tres: Mapping[str, int]) -> str | None:

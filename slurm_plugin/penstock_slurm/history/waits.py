@@ -43,27 +43,26 @@ def waited_for(history: History) -> dict[str, float]:
     A job has an equal part of its CPUs and memory on each of its nodes. One that has not started is taken to want as few nodes
     as it asked for.
     """
-    changes = []
+    nodes, changes = _Nodes(history), []
     for run in (*history.runs, *history.others):
-        changes.append((run.ready_s, 0, run))
-        if run.start_s is not None:
-            changes += [
-                (run.start_s, 1, run),
-                (math.inf if run.end_s is None else max(run.end_s, run.start_s), -1, run),
-            ]
+        need = nodes.need(run) if run.gpus else None
+        start_s = math.inf if run.start_s is None else run.start_s
+        end_s = math.inf if run.end_s is None else max(run.end_s, start_s)
+        # Slurm may have started it before the time from which on it waits by its record.
+        changes += [(min(run.ready_s, start_s), 0, run, need), (start_s, 1, run, need), (end_s, -1, run, need)]
     changes.sort(key=lambda change: change[0], reverse=True)
-    nodes, waiting, found = _Nodes(history), Counter[Need](), dict.fromkeys(CAUSES, 0.0)
+    waiting, found = Counter[Need](), dict.fromkeys(CAUSES, 0.0)
     step_s = (history.end_s - history.begin_s) / MOMENTS
     for moment in range(MOMENTS):
         while changes and changes[-1][0] <= history.begin_s + (moment + 0.5) * step_s:
-            _, begins, run = changes.pop()
+            _, begins, run, need = changes.pop()
             if begins:
                 nodes.hold(run, begins)
-            if begins >= 0 and run.gpus:
-                waiting[nodes.need(run)] += -1 if begins else 1
-        for need, jobs in waiting.items():
+            if begins >= 0 and need is not None:
+                waiting[need] += -1 if begins else 1
+        for each, jobs in waiting.items():
             if jobs:
-                found[nodes.lacks(need)] += jobs * step_s / 3600
+                found[nodes.lacks(each)] += jobs * step_s / 3600
     return found
 
 
@@ -74,14 +73,9 @@ class _Nodes:
         nodes = history.nodes
         self._memory = history.memory
         self._index = {node.name: n for n, node in enumerate(nodes)}
-        self._gpus_N, self._cpus_N, self._memory_N = (
-            np.array(amounts, dtype=float)
-            for amounts in (
-                [sum(node.gpus.values()) for node in nodes],
-                [node.cpus for node in nodes],
-                [node.memory_mb for node in nodes],
-            )
-        )
+        self._gpus_N = np.array([sum(node.gpus.values()) for node in nodes], dtype=float)
+        self._cpus_N = np.array([node.cpus for node in nodes], dtype=float)
+        self._memory_N = np.array([node.memory_mb for node in nodes], dtype=float)
         self._most_N = self._gpus_N.copy()
         self._partitions_N = [set(node.partitions) for node in nodes]
         self._types_N = [node.gpus.keys() for node in nodes]

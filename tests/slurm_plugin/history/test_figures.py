@@ -190,6 +190,11 @@ def test_a_job_waits_for_what_no_node_has_free(asked: str, others: tuple[str, ..
     assert dict(zip(waits.CAUSES, table.rows, strict=True))[cause] == (cause, "4.0", "100%")
 
 
+def test_a_record_that_starts_before_it_is_ready_has_not_waited():
+    past = history(line("1", ready=5, start=3, end=8, held="gres/gpu=1,node=1"))
+    assert set(report(past).waited_h.values()) == {0.0}
+
+
 STEPS = """7|
 7.batch|cpu=00:30:00,energy=0,fs/disk=1,mem=1000M,pages=0,vmem=9G
 7.extern|cpu=00:00:00,mem=0
