@@ -56,7 +56,8 @@ def test_a_stop_in_an_epochs_last_step_waits_for_the_code_after_the_loop(tmp_pat
 
 def test_a_stop_in_an_evaluation_is_served_at_its_end(tmp_path: Path):
     run_to_the_end(tmp_path / "whole", stops=0)
-    run_to_the_end(tmp_path / "stopped", "--stop-in=1.evaluation", stops=1)
+    said = run_to_the_end(tmp_path / "stopped", "--stop-in=1.evaluation", stops=1)
+    assert "step=20 epoch=2 position=0 continues" in said, "it left before the next epoch's first step"
     assert weights(tmp_path / "stopped") == weights(tmp_path / "whole")
     assert noted(tmp_path / "stopped", "evaluated") == [(0, True), (1, True), (2, True)]
 
