@@ -128,8 +128,8 @@ def test_a_job_that_has_not_saved_is_not_migrated_off_its_time_slices(saves: boo
     assert len(moved) == (1 if saves else 0)
 
 
-def explained(jobs: list[Job], saves: dict[str, bool]) -> str:
-    state = with_facts(snapshot("t4:1x4", jobs), saves=saves)
+def explained(jobs: list[Job], saves: dict[str, bool], failure: str = "") -> str:
+    state = with_facts(snapshot("t4:1x4", jobs), saves=saves, save_failure={"1": failure})
     policy, choice = make_policy("sia")
     found = explain(RoundRecord(state, choice, policy.decide(state)), "1")
     assert found is not None
@@ -143,6 +143,8 @@ def test_explain_says_what_a_stop_would_cost():
     assert "For a move, sia counts" not in text
     assert "A restart costs it about 30 s" in explained([holds("1")], {"1": True})
     assert "saving.md" not in explained([holds("1", preemptible=False)], {"1": False}), "it is never moved"
+    text = explained([holds("1")], {"1": False}, "the disk is full")
+    assert "It could not save its state (the disk is full): Penstock neither moves nor resizes it" in text
 
 
 # --- what shows that a job can save

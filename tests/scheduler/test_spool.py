@@ -15,6 +15,7 @@ from penstock_profiles.wire import (
     Checkpointed,
     ControlMessage,
     Report,
+    SaveFailed,
     control_file,
     inbox_folder,
     reports_file,
@@ -203,6 +204,20 @@ def test_a_spool_whose_inbox_cannot_be_made_says_so(tmp_path: Path):
     inbox_folder(tmp_path).write_text("")
     with pytest.raises(StoreError, match="inbox"):
         Spool(tmp_path, alone=True)
+
+
+def test_requests_that_a_job_could_not_serve_are_counted_until_it_has_saved(tmp_path: Path):
+    spool = Spool(tmp_path, alone=True)
+    client = run(tmp_path, "7")
+    for body, told in (
+        (SaveFailed(text="by itself"), ("", 0)),
+        (SaveFailed(request="1", text="the disk is full"), ("", 1)),
+        (SaveFailed(request="2", text="it is full still"), ("it is full still", 2)),
+        (DONE, ("", 0)),
+    ):
+        client.report(body)
+        spool.read(["7"])
+        assert spool.refused("7", "2") == told
 
 
 def test_a_control_message_is_read_once_and_equals_what_is_on_the_disk(tmp_path: Path):

@@ -9,7 +9,7 @@ import re
 import httpx
 import pytest
 
-from penstock_profiles.wire import Started
+from penstock_profiles.wire import SaveFailed, Started
 from penstock_scheduler.api.ports import Fate
 from penstock_scheduler.model import Outcome, Phase, Progress, Resize, Suspension
 from tests.scheduler.builders import job, on
@@ -50,6 +50,13 @@ def test_a_job_that_is_suspended_frozen_or_driven_is_shown_as_that_everywhere(ap
     assert f"Job 1 is {state}: {why}." in penstock(api, "explain", "1").output
     told = httpx.get(f"{api.url}/v1/metrics", headers={"Authorization": f"Bearer {api.tokens['oz']}"}).text
     assert f"penstock_jobs_suspended {still}\n" in told
+
+
+def test_a_job_that_cannot_save_is_shown_as_that(api):
+    with api.client("ada") as ada:
+        ada.report("1", [report(0, body=SaveFailed(text="the disk is full"))])
+    assert re.search(r"^1 .* running, cannot save ", penstock(api, "list").output, re.MULTILINE)
+    assert re.search(r"^cannot save +the disk is full$", penstock(api, "show", "1").output, re.MULTILINE)
 
 
 def test_a_run_that_says_its_total_is_shown_as_a_share_of_it(api):
