@@ -130,13 +130,15 @@ def run(script: Path, *arguments: str, options: Sequence[str] = ()) -> tuple[int
 
 
 @pytest.mark.long
-def test_a_script_is_moved_from_one_process_to_four_and_back():
+def test_a_script_is_moved_from_one_process_to_four_and_back(tmp_path: Path):
     """A step of four samples has one for each. The processes' weights are compared with one another, too."""
-    status, said = run(ROOT / "tests" / "executor" / "train_tried.py", "good", options=["--processes=4"])
+    script, counts = ROOT / "tests" / "executor" / "train_tried.py", tmp_path / "counts"
+    status, said = run(script, "good", str(counts), options=["--processes=4"])
     assert status == 0, said
     assert said.count("as undisturbed") == 7
     for line in ("continued on 4 processes: as", "SIGTERM to all of 4 processes", "kill -9 of one of 4 processes"):
         assert line in said
+    assert counts.read_text().split() == ["1", *"11", *"11", "4", *"14", *"41", *"44", *"11", *"11"], "of each run"
 
 
 @pytest.mark.long
@@ -146,7 +148,7 @@ def test_a_script_is_moved_from_one_process_to_four_and_back():
         ("good", []),
         ("count", ["learning rates are", "counts batches by enumerate"]),
         ("no optimiser", ["the weights differ by", "pass it to run.keep"]),
-        ("whole", ["the next run fails: train_tried.py, line 36: IndexError"]),
+        ("whole", ["the next run fails: train_tried.py, line 42: IndexError"]),
     ],
 )
 def test_a_script_is_tried_with_real_stops(tmp_path: Path, option: str, words: list[str]):

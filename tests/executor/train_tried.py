@@ -1,9 +1,12 @@
 """A loop of its own that `penstock_executor.try_run` finds right, or with one mistake.
 
-train_tried.py good | count | "no optimiser" | whole
+    train_tried.py good|count|"no optimiser"|whole [FILE]
+
+Each run writes its number of processes to the file.
 """
 
 import sys
+from pathlib import Path
 
 import torch
 
@@ -13,9 +16,12 @@ EPOCHS, STEPS = 3, 10
 
 
 def main() -> None:
-    mistake = sys.argv[1]
+    mistake, *files = sys.argv[1:]
     torch.manual_seed(0)
     run = px.start()
+    for file in files if run.rank == 0 else ():
+        with Path(file).open("a") as counts:
+            counts.write(f"{run.world} ")
     model = torch.nn.Linear(1, 1).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     loader = run.loader(torch.utils.data.TensorDataset(torch.arange(40).double().unsqueeze(1) / 40), batch_size=4)
