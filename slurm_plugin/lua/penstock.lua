@@ -843,6 +843,22 @@ local function partitions_for(job, visible, site)
   return found
 end
 
+-- Leaves only the partitions in which the site lets Penstock manage this user's jobs: [slurm] adopt.
+local function keep_adopted(job, site)
+  local adopt, kept = site.adopt, {}
+  if not adopt or adopt["user:" .. (job.user_name or "")] then return end
+  if adopt["account:" .. (job.account or job.default_account or "")] then return end
+  for _, partition in ipairs(site.partitions) do
+    local named = not job.partition or ("," .. job.partition .. ","):find("," .. partition.name .. ",", 1, true)
+    if named and adopt["partition:" .. partition.name] then kept[#kept + 1] = partition end
+  end
+  if #kept == 0 then
+    refuse("this site lets Penstock manage only jobs of %s: submit the job without adaptive flags, or ask an admin ([slurm] adopt)",
+      table.concat(sorted(adopt), ", "))
+  end
+  site.partitions = kept
+end
+
 local UNSAVED = "penstock: the job will not be moved or resized before it has saved a checkpoint. If it saves when it is "
   .. "asked to, submit it with --checkpointable; see docs/user/saving.md"
 
@@ -927,6 +943,7 @@ local function adapt(job, visible, given)
   if not read or type(site) ~= "table" then
     error("the list of the site's partitions cannot be read (" .. tostring(site) .. "): run `penstock slurm sync`", 0)
   end
+  keep_adopted(job, site)
   local try, complain, problems = gathering()
   local allows, node_note = try(allowed_nodes, job, given, site)
   local partitions = try(partitions_for, job, visible, site)

@@ -102,7 +102,9 @@ class SlurmCluster:
         self._begin_times = BeginTimes(writer, settings.plain_after_s)
         self._left_nodes = LeftNodes(writer)
         self._endings = Endings(spool.control)
-        self._managed = ManagedJobs(reader, writer, spool, self._partitions, check, settings.start_patience_s)
+        self._managed = ManagedJobs(
+            reader, writer, spool, self._partitions, settings.adopt, check, settings.start_patience_s
+        )
         self._reporting = Reporting(writer, spool, clock, self._managed)
         self._scene = Scene(clock.now_s(), settings.partitions, (), {})
         self._acting = Acting(

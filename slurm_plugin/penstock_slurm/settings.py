@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, model_validator
 
 
 class SlurmSettings(BaseModel):
@@ -16,6 +16,11 @@ class SlurmSettings(BaseModel):
     partitions: tuple[str, ...] = Field(
         min_length=1,
         description="Partitions that Penstock manages. It never touches jobs without a job spec there.",
+    )
+    adopt: tuple[Annotated[str, Field(pattern=r"^(account|user|partition):[A-Za-z0-9._+@-]+$")], ...] = Field(
+        default=(),
+        description="Whose jobs Penstock manages, such as ['account:ml', 'user:ada', 'partition:a100']. Without it, all jobs of "
+        "`partitions` count. A job that Penstock has started stays managed until it ends.",
     )
     cloud_partition: str | None = Field(
         default=None,
@@ -84,3 +89,11 @@ class SlurmSettings(BaseModel):
     credential_pause_s: ClassVar[float] = 1.05
     """Pause between the moment when Slurm begins to end a job's run and the job's next start, s. With less than 1 s, Slurm
     may kill the next run ('Job credential revoked'): 2 of 35 in a test without the pause, 0 of 40 with it."""
+
+    @model_validator(mode="after")
+    def _adopts_own_partitions(self) -> SlurmSettings:
+        for each in self.adopt:
+            kind, _, name = each.partition(":")
+            if kind == "partition" and name not in self.partitions:
+                raise ValueError(f"adopt: {each!r} is none of `partitions`, which are {', '.join(self.partitions)}")
+        return self

@@ -72,9 +72,13 @@ def seen(job: SlurmJob, spooled: Spooled = BARE, scene: Scene = SCENE) -> Job:
 
 def sort(*jobs: SlurmJob, **answers: Any) -> SortedJobs:
     told: dict[str, Any] = {"cleared": False, "sent": False, "was_managed": False, "shares_by": None} | answers
-    check = told.pop("check", lambda spec: None)
+    check, adopt = told.pop("check", lambda spec: None), told.pop("adopt", ())
     return sorting.sort_jobs(
-        jobs, ("p", "q"), check=check, **{name: lambda job, value=value: value for name, value in told.items()}
+        jobs,
+        ("p", "q"),
+        adopt=adopt,
+        check=check,
+        **{name: lambda job, value=value: value for name, value in told.items()},
     )
 
 
@@ -119,6 +123,26 @@ def test_a_refused_job_is_reported_with_whether_it_runs(state: str, runs: bool |
 def test_a_job_that_cannot_be_placed_is_refused_with_the_reason(changes: dict[str, Any], words: str):
     (text,) = refused(record(**changes))
     assert words in text
+
+
+@pytest.mark.parametrize(
+    ("adopt", "managed"),
+    [
+        ((), True),
+        (("user:u", "account:other"), True),
+        (("account:ml",), True),
+        (("partition:q",), True),
+        (("user:ml", "account:u", "partition:p"), False),
+    ],
+)
+def test_a_site_may_adopt_some_users_accounts_and_partitions(adopt: tuple[str, ...], managed: bool):
+    job, running = (record(state, account="ml", partition=("q",)) for state in ("PENDING", "RUNNING"))
+    assert sort(job, adopt=adopt).managed == ({job.id: (job, SPEC)} if managed else {})
+    for each, words in ((job, "submit it again without adaptive flags"), (running, "it continues as a plain job")):
+        assert (
+            managed or f"only jobs of account:u, partition:p, user:ml; {words}, or ask" in refused(each, adopt=adopt)[0]
+        )
+    assert sort(running, adopt=adopt, sent=True).managed, "a job that Penstock has started stays managed"
 
 
 def test_jobs_that_look_alike_and_are_managed():

@@ -65,6 +65,7 @@ def site_lua(
         f"  memory = {str(memory).lower()},",
         f"  spool = {_lua(str(settings.spool_dir.absolute()))},",
         *([] if plain_after_s is None else [f"  plain_after_s = {plain_after_s:.0f},"]),
+        *(_table("adopt", (f"[{_lua(each)}] = true" for each in sorted(settings.adopt))) if settings.adopt else []),
         *_table("families", (f"[{_lua(name)}] = true" for name in sorted(families) if FLAG_NAME.fullmatch(name))),
         *_table("features", _features(ours)),
         *_table("nodes", map(_node, sorted(ours, key=lambda node: node.name))),

@@ -70,6 +70,7 @@ class ManagedJobs:
 
     Args:
         partitions: the managed partitions, that of the cloud included.
+        adopt: see `[slurm] adopt`.
         start_patience_s: see `[slurm] start_patience_s`.
     """
 
@@ -84,10 +85,11 @@ class ManagedJobs:
         writer: SlurmWriter,
         spool: Spool,
         partitions: Sequence[str],
+        adopt: Sequence[str],
         check: SpecCheck,
         start_patience_s: float,
     ) -> None:
-        self._writer, self._spool, self._partitions, self._check = writer, spool, partitions, check
+        self._writer, self._spool, self._check, self._partitions, self._adopt = writer, spool, check, partitions, adopt
         self._reused_ids = ReusedIds(spool)
         self._views = Views()
         self._at_rest: dict[JobId, SlurmJob] = {}
@@ -178,6 +180,7 @@ class ManagedJobs:
         found = sort_jobs(
             records,
             self._partitions,
+            adopt=self._adopt,
             cleared=self.cleared,
             sent=self.sent,
             was_managed=self._was_managed,

@@ -46,6 +46,7 @@ def sort_jobs(
     jobs: Iterable[SlurmJob],
     partitions: Collection[str],
     *,
+    adopt: Collection[str],
     cleared: Callable[[SlurmJob], bool],
     sent: Callable[[SlurmJob], bool],
     was_managed: Callable[[SlurmJob], bool],
@@ -57,6 +58,7 @@ def sort_jobs(
     Args:
         jobs: Slurm's jobs.
         partitions: the managed partitions, that of the cloud included.
+        adopt: whose jobs Penstock manages; see `[slurm] adopt`.
         cleared: tells whether Penstock has cleared the GRES of a job.
         sent: tells whether Penstock has sent a job to nodes before.
         was_managed: tells whether Penstock has managed a job without a job spec before.
@@ -73,6 +75,8 @@ def sort_jobs(
             if spec is None:
                 expect_never_managed(job, managed=was_managed(job))
                 continue
+            if not sent(job):
+                expect_adopted(job, adopt)
             expect_manageable(job, cleared=cleared(job), sent=sent)
             if job.held and job.required_nodes and job.restarts == 0 and not sent(job):
                 raise BadJobSpec(
@@ -116,6 +120,16 @@ def expect_never_managed(job: SlurmJob, *, managed: bool) -> None:
         raise BadJobSpec(
             "its AdminComment or comment no longer has the job spec, so Penstock leaves it to Slurm; ask an admin to write the "
             f"job spec back (scontrol update AdminComment), or submit the job again; {stays}"
+        )
+
+
+def expect_adopted(job: SlurmJob, adopt: Collection[str]) -> None:
+    """Raise BadJobSpec if the site does not let Penstock manage jobs of this user, account and partition."""
+    of = {f"user:{job.user}", f"account:{job.account}", *(f"partition:{name}" for name in job.partition)}
+    if adopt and of.isdisjoint(adopt):
+        plain = "submit it again without adaptive flags" if job.state in WAITING else "it continues as a plain job"
+        raise BadJobSpec(
+            f"this site lets Penstock manage only jobs of {', '.join(sorted(adopt))}; {plain}, or ask an admin ([slurm] adopt)"
         )
 
 

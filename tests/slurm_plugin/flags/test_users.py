@@ -189,3 +189,26 @@ def test_no_user_submits_a_job_with_an_admin_comment(flags: FlagSite, forge: Pat
     done = flags.run(str(forge), str(flags.output), "X=1", '{"penstock":{"max_gpus":64}}', user=NOBODY)
     assert done.returncode != 0
     assert "denied" in done.stderr
+
+
+def test_a_site_adopts_some_users_accounts_and_partitions_first(flags: FlagSite) -> None:
+    """The others are told so when they submit, and their plain jobs run as ever."""
+    flags.settings("adopt = ['user:nobody', 'account:ml', 'partition:t4']")
+    two = ("--adaptive", "--max-gpus=2")
+    try:
+        assert flags.penstock("sync").exit_code == 0
+        said = flags.refusal(*two, "--partition=all,rtx")
+        adopted = [
+            flags.submit(*two, "--partition=all", user=NOBODY),
+            flags.submit(*two, "--partition=all", "--account=ml"),
+            flags.submit(*two, "--partition=t4"),
+        ]
+        in_t4 = flags.submit(*two)
+        plain = flags.submit("--gres=gpu:2")
+    finally:
+        flags.settings()
+        assert flags.penstock("sync").exit_code == 0
+    assert all(job.held and parse_spec(job.admin_comment) for job in (*adopted, in_t4))
+    assert [job.partition for job in (*adopted, in_t4)] == [("all",), ("all",), ("t4",), ("t4",)]
+    assert (plain.held, plain.admin_comment) == (False, "")
+    assert "only jobs of account:ml, partition:t4, user:nobody: submit the job without adaptive flags, or ask" in said

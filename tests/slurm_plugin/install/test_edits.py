@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from penstock_scheduler.people.errors import PenstockError
 from penstock_slurm.gateway import SlurmNode, SlurmPartition
@@ -179,6 +180,18 @@ return {
 }
 """
     )
+
+
+def test_the_sites_list_says_whose_jobs_are_adopted():
+    settings = SlurmSettings(partitions=("gpu",), adopt=("user:ada", "account:ml"))
+    text = site_lua(settings, PARTITIONS, NODES, [], {0}, cloud=False, memory=True)
+    assert '  adopt = {\n    ["account:ml"] = true,\n    ["user:ada"] = true,\n  },\n' in text
+
+
+@pytest.mark.parametrize("adopt", ["ada", "group:ml", "user:", "partition:cpu", "user:a b"])
+def test_what_cannot_be_adopted_is_refused(adopt: str):
+    with pytest.raises(ValidationError, match="adopt"):
+        SlurmSettings(partitions=("gpu",), adopt=(adopt,))
 
 
 @pytest.mark.parametrize(
