@@ -3,7 +3,9 @@
 In each window a share of the jobs, drawn by the window's name, is elastic; the others are rigid, as the trace has them, and are
 never stopped. The window runs under `sia`, which knows nothing of a job's speed beforehand, and under `slurm-backfill`, where
 all jobs are rigid. For each class of jobs: its mean completion time and 99th percentile under `sia`, over the same jobs' under
-backfill. One trial: it is deterministic. The last line is a JSON list of the rows.
+backfill. With `--draws`, the arrivals of each window are drawn so often, and the last table has the standard error of the mean
+over all runs. With `--memory`, jobs learn from those of their kind that have ended in the window, as with penstockd's
+`recall_models`; the memory is empty at first. A run is deterministic. The last line is a JSON list of the rows.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from statistics import geometric_mean
 from typing import NamedTuple
@@ -19,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_scheduler.simulator.cluster import nodes_from_spec
+from penstock_scheduler.simulator.learning import SimulatedMemory
 from penstock_scheduler.simulator.profiles import Profiles
 from penstock_scheduler.simulator.run import Driving, prepare, simulate_policy
 from penstock_scheduler.simulator.workloads import read_workload
@@ -34,34 +38,33 @@ def main() -> None:
     parser.add_argument("--profiles", type=Path, required=True, help="measured tables of the windows' models")
     parser.add_argument("--windows", default=WINDOWS)
     parser.add_argument("--cluster", default="t4:6x4,rtx:3x8,a100:2x8")
+    parser.add_argument("--shares", default="0,0.25,0.5,1", help="shares of the jobs that are elastic")
+    parser.add_argument("--draws", type=int, default=1, help="how often each window's arrivals are drawn")
+    parser.add_argument("--memory", action="store_true", help="jobs learn from ended ones of their kind")
     parser.add_argument("--json", action="store_true", help="only the last line")
     options = parser.parse_args()
     tables, found = Profiles(options.profiles), list[Row]()
-    for window in options.windows.split(","):
+    shares = [float(share) for share in options.shares.split(",")]
+    for window, seed in product(options.windows.split(","), range(options.draws)):
         whole = read_workload(options.folder / f"{window}.csv")
         order = np.random.default_rng([ord(letter) for letter in window]).permutation(len(whole.jobs))
-        before_s = completion_s(whole, set(), "slurm-backfill", options.cluster, tables)
-        for share in SHARES:
+        how = Runs(options.cluster, tables, seed, options.memory)
+        before_s = how.completion_s(whole, set(), "slurm-backfill")
+        for share in shares:
             elastic = {whole.jobs[n].id for n in order[: round(share * len(whole.jobs))].tolist()}
-            after_s = completion_s(whole, elastic, "sia", options.cluster, tables)
+            after_s = how.completion_s(whole, elastic, "sia")
             for name, ids in (("elastic", elastic), ("rigid", before_s.keys() - elastic)):
                 if ids:
                     times = (np.array([each[job] for job in ids]) for each in (before_s, after_s))
-                    found.append(Row.of(window, share, name, *times))
+                    found.append(Row.of(f"{window} {seed}", share, name, *times))
                     if not options.json:
                         print(found[-1], flush=True)
     if not options.json:
-        for share in SHARES:
-            for name in ("elastic", "rigid"):
-                if of := [each for each in found if (each.share, each.name) == (share, name)]:
-                    print(
-                        Row(
-                            "mean of the windows",
-                            share,
-                            name,
-                            *map(geometric_mean, zip(*(each[3:] for each in of), strict=True)),
-                        )
-                    )
+        for share, name in product(shares, ("elastic", "rigid")):
+            if of := [each for each in found if (each.share, each.name) == (share, name)]:
+                means = map(geometric_mean, zip(*(each[3:] for each in of), strict=True))
+                error = np.std([each.mean for each in of], ddof=1) / len(of) ** 0.5 if len(of) > 1 else float("nan")
+                print(f"{Row('all runs', share, name, *means)}; standard error of the mean {error:.3f}")
     print(json.dumps(found))
 
 
@@ -92,16 +95,32 @@ class Row(NamedTuple):
         )
 
 
-def completion_s(whole: Workload, elastic: set[str], policy: str, cluster: str, tables: Profiles) -> dict[str, float]:
-    """Job -> from submission to end, s, where only these jobs are elastic and the others are never stopped."""
-    jobs = tuple(
-        job if job.id in elastic else replace(job, spec=job.as_requested.model_copy(update={"preemptible": False}))
-        for job in whole.jobs
-    )
-    scenario = prepare(nodes_from_spec(cluster), replace(whole, jobs=jobs), tables)
-    scenario.check()
-    simulation = simulate_policy(scenario, policy, {}, Driving(learner="unprofiled") if policy == "sia" else None)
-    return {job.id: job.finish_s - job.submit_s for job in simulation.jobs if job.finish_s is not None}
+class Runs(NamedTuple):
+    """How the jobs of a window are run."""
+
+    cluster: str
+    tables: Profiles
+    seed: int
+    """0: the jobs arrive as the window says."""
+    memory: bool
+
+    def completion_s(self, whole: Workload, elastic: set[str], policy: str) -> dict[str, float]:
+        """Job -> from submission to end, s, where only these jobs are elastic and the others are never stopped."""
+        jobs = tuple(
+            job if job.id in elastic else replace(job, spec=job.as_requested.model_copy(update={"preemptible": False}))
+            for job in whole.jobs
+        )
+        scenario = prepare(nodes_from_spec(self.cluster), replace(whole, jobs=jobs), self.tables, seed=self.seed)
+        scenario.check()
+        learns = policy == "sia"
+        simulation = simulate_policy(
+            scenario,
+            policy,
+            {},
+            Driving(learner="unprofiled") if learns else None,
+            memory=SimulatedMemory() if learns and self.memory else None,
+        )
+        return {job.id: job.finish_s - job.submit_s for job in simulation.jobs if job.finish_s is not None}
 
 
 if __name__ == "__main__":
