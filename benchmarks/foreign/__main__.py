@@ -33,7 +33,7 @@ from penstock_profiles.wire import Checkpointed, Ended, Observation, Started
 
 SPEEDS = {"t4": {"1": 1.0, "2": 3.0, "4": 9.0}}
 MOVES = 5
-PATIENCE_S = 600
+PATIENCE_S = 1800
 """Longest wait for a move, s. Starting four processes of PyTorch takes minutes beside other tests."""
 DIFFERENCE = 0.1
 """How much the last loss may differ, as a share."""

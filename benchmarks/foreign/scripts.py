@@ -195,12 +195,12 @@ SCRIPTS = {
     "timm": Script(
         TIMM,
         "train.py",
-        f"{TINY_RESNET} -b 16 --epochs 50",
+        f"{TINY_RESNET} -b 16 --epochs 16",
         r"Test: .*Loss:\s+\S+ \(\s*(\S+)\)",
         ("torchvision",),
         made_up.images,
         f"{TINY_RESNET} -b 8 --epochs 3",
-        1.0,
+        4.0,
     ),
     "torchvision": Script(
         VISION,
