@@ -70,6 +70,8 @@ class TrialRecord:
     """How long the code after each inner loop took."""
     evaluates: list[int] = field(default_factory=list)
     """Steps after which `run.evaluating` was called."""
+    logged: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Number of a step -> numbers that `run.log` was given after it, in the last run that made it."""
     said: str = ""
     weights: dict[str, Any] | None = None
     """Of each model, once the training has ended; not of a divided one."""
@@ -182,7 +184,7 @@ def _tried(where: Path, options: argparse.Namespace) -> int:
             close, result = max(CLOSE, DEPENDS * depends), f"the weights differ by {depends:.1g} of their norm"
         differs |= bool(found)
         _say(f"{scenario.name}: {'DIFFERS' if found else result}")
-        for line in found:
+        for line in found or logged_otherwise(wholes.get(scenario.first, whole), tried, scenario):
             _say(f"    {line}")
     longest_s = max(whole.after_s, default=0.0)
     if longest_s > LONG_S and not whole.evaluates:
@@ -253,6 +255,21 @@ def compare(
     if moved or difference <= (EXACT if same else close):
         return []
     return _weights_differ("at the end", difference, counted, before=False)
+
+
+def logged_otherwise(whole: TrialRecord, tried: TrialRecord, scenario: TriedStop) -> list[str]:
+    """The first number in the log that differs, in words. It is no mistake: sums over an epoch begin anew after a stop."""
+    if scenario.first != scenario.processes:
+        return []
+    for step in sorted(whole.logged.keys() & tried.logged.keys()):
+        for name, number in whole.logged[step].items():
+            other = tried.logged[step].get(name, math.nan)
+            if not math.isclose(number, other, rel_tol=EXACT, abs_tol=1e-12) and not math.isnan(number):
+                return [
+                    f"note: after step {step}, the log has {name}={other:.6g} and not {number:.6g}. A sum over an epoch begins "
+                    "anew after a stop in mid-epoch, unless run.keep or state={...} holds it"
+                ]
+    return []
 
 
 def _apart(a: dict[str, Any], b: dict[str, Any], *, exact: bool) -> float:
@@ -358,6 +375,8 @@ def _try(folder: Path, scenario: TriedStop, options: argparse.Namespace) -> Tria
             tried.steps[record["step"]] = record
             if number >= len(first) and tried.again is None:
                 tried.again = record["step"]
+        elif "logs" in record:
+            tried.logged.setdefault(record["logs"], {}).update(record["numbers"])
         elif "after_s" in record:
             tried.after_s.append(record["after_s"])
         else:

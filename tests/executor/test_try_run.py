@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 
 from penstock_executor import try_run  # noqa: E402
 from penstock_executor.training.trial import Disturbance  # noqa: E402
-from penstock_executor.try_run import TrialRecord, TriedStop, compare, scenarios  # noqa: E402
+from penstock_executor.try_run import TrialRecord, TriedStop, compare, logged_otherwise, scenarios  # noqa: E402
 
 from .elastic import PYTHON, environment, python_path  # noqa: E402
 from .spool import ROOT, wait_for  # noqa: E402
@@ -109,6 +109,19 @@ def test_after_a_move_weights_may_differ_as_much_as_whole_trainings_do():
     assert "the weights differ by 0.05" in compare(WHOLE, tried(137, 0, norm=2.1), same, "train.py", close=0.1)[0]
 
 
+def test_a_number_in_the_log_that_differs_is_noted_on_as_many_processes():
+    whole, found, moved = tried(0), tried(143, 0), TriedStop("moved", Disturbance("stop", 14), 2)
+    whole.logged = {20: {"loss": 0.5, "odd": math.nan}, 30: {"loss": 0.4}}
+    for numbers, noted in (({"loss": 0.5, "odd": 1.0}, False), ({"loss": 0.3, "odd": math.nan}, True), ({}, True)):
+        found.logged = {20: numbers}
+        lines = logged_otherwise(whole, found, MIDDLE)
+        assert [line.split(". ")[0] for line in lines] == (
+            [f"note: after step 20, the log has loss={numbers.get('loss', math.nan):.6g} and not 0.5"] if noted else []
+        )
+        assert logged_otherwise(whole, found, moved) == []
+        assert compare(whole, found, MIDDLE, "train.py") == [], "it is no mistake"
+
+
 def test_stops_are_tried_in_mid_epoch_at_an_epochs_end_and_in_an_evaluation():
     found = scenarios(tried(0), 2, 0, Disturbance)
     assert [each.disturbance.kind for each in found] == ["stop", "kill", "none", "stop", "stop", "kill", "stop"]
@@ -159,6 +172,7 @@ def test_a_script_is_tried_with_real_stops(tmp_path: Path, option: str, words: l
     if not words:
         assert said.count("as undisturbed") == 7
         assert "undisturbed on 2 processes: the weights differ by" in said
+        assert "the log has mean=" in said
 
 
 def test_a_run_that_takes_too_long_is_told_and_is_none_that_was_killed(tmp_path: Path):

@@ -20,8 +20,8 @@ MID_EPOCH = (
 )
 
 LEFT = (
-    "epoch=%d was left before its end, so that the next run repeats it; if the training is done, call run.finish() and"
-    " then leave the loop over run.epochs"
+    "epoch=%d was left before its end, so that the next run repeats it. If no error follows and the training is done, call"
+    " run.finish() and then leave the loop over run.epochs"
 )
 
 COUNTED = (

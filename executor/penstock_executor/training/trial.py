@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,6 +66,12 @@ class TriedRun(TrainingRun):
             if self.disturbance.kind == "evaluation" and self.steps >= self.disturbance.step:
                 self._disturb()
             yield batch
+
+    def log(self, **values: object) -> None:
+        """As `Core.log`, with a record of the numbers."""
+        numbers = {name: float(each) for name, each in values.items() if isinstance(each, (Real, torch.Tensor))}
+        self._note(logs=self.steps, numbers=numbers)
+        super().log(**values)
 
     def _after_step(self, samples: int, active_s: float, norms: PendingNorms | None = None) -> None:
         objects = self._state.objects.values()
