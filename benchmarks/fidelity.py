@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from penstock_loopback.demo.jobs import TIME_SCALE, DemoJob
+from penstock_loopback.demo.jobs import DemoJob
 from penstock_loopback.demo.report import render_page
 from penstock_loopback.demo.simulated import Pace, simulate_site
 from penstock_profiles.families import load_families
@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.fidelity_runs import (
     CALIBRATION,
+    TIME_SCALE,
     RealRun,
     compare,
     order_by_plan,

@@ -39,6 +39,9 @@ CALIBRATION = (
 )
 """Jobs and their arrivals for `measure`: a minute and a half in which some jobs are resized and moved."""
 
+TIME_SCALE = 20.0
+"""Emulated seconds in one real second."""
+
 AT_ONCE_S = 0.7
 """Processes that Slurm starts together report this within some tenths of a second."""
 
@@ -96,7 +99,7 @@ def run_on_slurm(
     Raises:
         PenstockError: not all jobs have ended after `limit_s`, or penstockd has.
     """
-    site = DemoSite(folder, spec, penstock=penstock)
+    site = DemoSite(folder, spec, penstock=penstock, time_scale=TIME_SCALE)
     site.up()
     try:
         begun_s = site.next_round_s() if penstock else time.time()

@@ -110,7 +110,7 @@ def test_decisions_do_not_depend_on_the_pace():
         drawn = {name: chance.uniform(*bounds) for name, bounds in PACES.items()}
         own = {name: drawn.pop(name) for name in ("round_s", "tick_s", "start_s")}
         arrivals_s = [at_s + chance.uniform(0.0, 0.3) for _, at_s in COMPARED]
-        pace = Pace(**own, latencies=Latencies(**drawn))
+        pace = Pace(time_scale=20.0, **own, latencies=Latencies(**drawn))
         _, store = simulate_site("", "", "sia", [each for each, _ in COMPARED], arrivals_s, SPEC, pace, FAMILIES)
         orders.add(tuple(order_by_plan(store.rounds)))
     assert len(orders) == 1, orders

@@ -1,15 +1,18 @@
-"""The demo's jobs: the job spec of each for Penstock, and its request for plain Slurm.
+"""The demo's jobs, drawn from a published workload: the job spec of each for Penstock, and its request for plain Slurm.
 
-Both clusters get the same work at the same times. For half of the time more jobs have come than fit. Under Penstock, jobs wait
-because of `min_gpus`: without it, each would start on one GPU.
+Both clusters get the same work at the same times. Half of the jobs are rigid: they have the GPUs that their user asked for, from
+their start to their end. Penstock may give each of the others any number from one GPU to four times what its user asked for. As
+in the workload, no job names a GPU type. Under plain Slurm all jobs are rigid. The batch size follows the allocation on both
+clusters, so that only the scheduling differs.
 
-Under plain Slurm each job has one request for its whole life: a round count of GPUs of one type, and a time limit of about twice
-its time. These users know their models: those that gain much from a fast GPU request one, and those that do not, which are a
-quarter of the jobs, request T4s. The batch size follows the allocation on both clusters, so that only the scheduling differs.
+Source: the workload with which Starburst (Luo et al., USENIX ATC 2024) compares its simulator with a real cluster of four nodes
+of eight GPUs: 32 jobs an hour at random, 45 minutes on average (exponential), for 1, 2, 4 or 8 GPUs. The share of elastic jobs,
+the models and the GPU types are ours.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,11 +22,24 @@ import numpy as np
 from penstock_profiles.estimators import AnyEstimator, TableEstimator
 from penstock_profiles.families import Families
 
-TIME_SCALE = 20.0
+TIME_SCALE = 32.0
 """Emulated seconds in one real second."""
 
-ARRIVALS_S = 60.0
-"""Real seconds over which the jobs are submitted."""
+DEMO_ROUND_S = 60.0 / TIME_SCALE
+"""Real seconds between two rounds: penstockd's default in emulated time."""
+
+NODES = "t4:2x8,rtx:1x8,a100:1x8"
+
+JOBS = 28
+JOBS_PER_HOUR = 32.0
+MEAN_S = 45 * 60.0
+SHORTEST_S, LONGEST_S = 5 * 60.0, 120 * 60.0
+"""Lengths beyond these are drawn again, so that the demo ends within some minutes."""
+SIZES = {1: 0.7, 2: 0.15, 4: 0.1, 8: 0.05}
+"""GPUs that a user asks for, and the share of such jobs."""
+FAMILIES = ("bert-squad", "deepspeech2", "ncf", "resnet18-cifar10", "resnet50-imagenet", "yolov3")
+LENGTH_ON = "rtx"
+"""A length is that on so many GPUs of this type, the middle one of the three."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +52,7 @@ class DemoJob:
     """Work, as hours on one T4."""
     spec: dict[str, Any]
     plain: tuple[str, int, int]
-    """(GPU type, nodes, GPUs on each): the request under plain Slurm."""
+    """(GPU type, nodes, GPUs on each): the request under plain Slurm. Without a type, Slurm chooses."""
     rates: Mapping[str, dict[int, float]] | None = None
     """Measured samples/s by GPU type and count, which replace the model family if given."""
     limit_min: int | None = None
@@ -63,46 +79,32 @@ class DemoJob:
         return self.t4_hours * 3600 * one_t4
 
 
-LIMITS_MIN = {"a100": 2, "rtx": 4, "t4": 4}
-"""About twice what a job takes on these GPUs: its time limit under plain Slurm, in real minutes."""
-
-
-def gpus(low: int, high: int, **more: Any) -> dict[str, Any]:
-    """A job spec."""
-    return {"min_gpus": low, "max_gpus": high} | more
-
-
-JOBS = tuple(
-    DemoJob(name, family, t4_hours, spec, plain, limit_min=LIMITS_MIN[plain[0]])
-    for name, family, t4_hours, spec, plain in (
-        ("imagenet-a", "resnet50-imagenet", 7.2, gpus(4, 16), ("a100", 1, 8)),
-        ("bert-a", "bert-squad", 12, gpus(4, 16), ("a100", 1, 8)),
-        ("cifar-a", "resnet18-cifar10", 4.8, gpus(4, 16), ("rtx", 1, 8)),
-        ("bert-t4", "bert-squad", 3.6, gpus(8, 16, gpu_types=["t4"]), ("t4", 2, 4)),
-        ("imagenet-b", "resnet50-imagenet", 7.2, gpus(8, 16), ("rtx", 1, 8)),
-        ("speech-a", "deepspeech2", 1.8, gpus(4, 8), ("t4", 1, 4)),
-        ("bert-b", "bert-squad", 12, gpus(4, 16), ("a100", 1, 8)),
-        ("imagenet-rigid", "resnet50-imagenet", 1.8, gpus(4, 4, adaptivity="rigid"), ("rtx", 1, 4)),
-        ("cifar-rtx-t4", "resnet18-cifar10", 3.6, gpus(4, 8, gpu_types=["rtx", "t4"]), ("rtx", 1, 8)),
-        ("yolo-a", "yolov3", 1, gpus(4, 8), ("t4", 1, 4)),
-        ("imagenet-c", "resnet50-imagenet", 7.2, gpus(4, 16), ("a100", 1, 8)),
-        ("bert-scaling", "bert-squad", 2.4, gpus(2, 4, adaptivity="strong-scaling"), ("a100", 1, 2)),
-        ("imagenet-pinned", "resnet50-imagenet", 3.6, gpus(4, 8, preemptible=False), ("rtx", 1, 8)),
-        ("speech-b", "deepspeech2", 1.8, gpus(4, 8), ("t4", 2, 4)),
-        ("bert-c", "bert-squad", 9.6, gpus(4, 16), ("a100", 1, 8)),
-        ("ncf", "ncf", 0.4, gpus(1, 1, adaptivity="fixed"), ("t4", 1, 1)),
-        ("cifar-b", "resnet18-cifar10", 3.6, gpus(4, 16), ("rtx", 1, 8)),
-        ("imagenet-16", "resnet50-imagenet", 6, gpus(16, 16), ("a100", 2, 8)),
-        ("speech-rtx", "deepspeech2", 1.8, gpus(4, 8, gpu_types=["rtx"]), ("rtx", 1, 8)),
-        ("yolo-b", "yolov3", 1, gpus(4, 4), ("t4", 1, 4)),
-        ("imagenet-d", "resnet50-imagenet", 4.8, gpus(4, 16), ("rtx", 1, 8)),
-        ("cifar-c", "resnet18-cifar10", 2.4, gpus(4, 8), ("rtx", 1, 4)),
-        ("bert-d", "bert-squad", 7.2, gpus(4, 16), ("a100", 1, 8)),
-        ("speech-c", "deepspeech2", 1.8, gpus(4, 8), ("t4", 2, 4)),
-        ("cifar-d", "resnet18-cifar10", 2.4, gpus(4, 8), ("rtx", 1, 4)),
-        ("imagenet-e", "resnet50-imagenet", 3.6, gpus(4, 16), ("a100", 1, 8)),
-        ("bert-e", "bert-squad", 4.8, gpus(4, 16), ("a100", 1, 4)),
-        ("yolo-c", "yolov3", 0.7, gpus(4, 4), ("t4", 1, 4)),
-    )
-)
-"""In the order of their submission."""
+def draw(seed: int, families: Families) -> list[tuple[DemoJob, float]]:
+    """The jobs of a seed with the times of their submission, real seconds since the first one."""
+    random = np.random.default_rng(seed)
+    times_s = np.cumsum(random.exponential(3600 / JOBS_PER_HOUR, JOBS)) / TIME_SCALE
+    elastic = random.permutation(JOBS) < JOBS // 2
+    jobs = []
+    for number in range(JOBS):
+        gpus = int(random.choice([*SIZES], p=[*SIZES.values()]))
+        length_s = 0.0
+        while not SHORTEST_S <= length_s <= LONGEST_S:
+            length_s = random.exponential(MEAN_S)
+        family = str(random.choice(FAMILIES))
+        least, most = (1, min(4 * gpus, 16)) if elastic[number] else (gpus, gpus)
+        spec = {"min_gpus": least, "max_gpus": most} | ({} if elastic[number] else {"preemptible": False})
+        speed, on_t4, slowest = (
+            float(families[family].estimator().goodput(gpu_type, np.array([1]), np.array([count]))[0])
+            for gpu_type, count in ((LENGTH_ON, gpus), ("t4", 1), ("t4", gpus))
+        )
+        jobs.append(
+            DemoJob(
+                f"{family.split('-')[0]}-{number + 1}",
+                family,
+                length_s * speed / on_t4 / 3600,
+                spec,
+                ("", 1, gpus),
+                limit_min=math.ceil(2 * length_s * speed / slowest / TIME_SCALE / 60),
+            )
+        )
+    return [(job, at_s - times_s[0]) for job, at_s in zip(jobs, times_s.tolist(), strict=True)]

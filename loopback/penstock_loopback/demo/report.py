@@ -30,12 +30,13 @@ def render_page(
     """
     span_s = max([history.end_s - history.start_s for history in histories] or [0.0], default=0.0) or 1.0
     colours = {history.title: LINES[index % len(LINES)] for index, history in enumerate(histories)}
-    parts = [_verdict(histories, time_scale), _metrics(histories, time_scale)]
+    parts = [_verdict(histories, time_scale)]
     for history in histories:
         parts.append(
             f"<h2>{escape(history.title)}: GPUs by job</h2><p class=soft>{escape(history.note)}. Each row is one GPU.</p>"
         )
         parts.append(wide(gantt(history, span_s, time_scale)))
+    parts.append("<h2>In figures</h2>" + _metrics(histories, time_scale))
     parts.append("<h2>Waiting jobs</h2>" + legend(colours))
     parts.append(wide(_chart(histories, History.queue, span_s, "jobs without GPUs")))
     parts.append(

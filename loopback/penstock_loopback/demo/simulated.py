@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from penstock_loopback.demo.jobs import ARRIVALS_S, JOBS, TIME_SCALE, DemoJob
+from penstock_loopback.demo.jobs import DEMO_ROUND_S, NODES, TIME_SCALE, DemoJob, draw
 from penstock_loopback.demo.site import RESTART_COST_S, ROUND_S
 from penstock_profiles.families import Families
 from penstock_profiles.wire import Report
 from penstock_scheduler.api.ports import ClusterParts, Trigger
 from penstock_scheduler.jobs.models import SpecModels
 from penstock_scheduler.model import JobSpec, Outcome
-from penstock_scheduler.model.nodespec import DEFAULT_SPEC
 from penstock_scheduler.model.records import RoundRecord
 from penstock_scheduler.people.drawing.history import History
 from penstock_scheduler.rounds.loop import RoundLoop, RoundTiming
@@ -48,13 +47,13 @@ class Pace:
     latencies: Latencies = field(default_factory=Latencies)
 
 
-def simulate(families: Families) -> list[History]:
+def simulate(seed: int, families: Families) -> list[History]:
     """The two histories of the demo, without Slurm."""
-    gap_s = ARRIVALS_S / (len(JOBS) - 1)
-    arrivals_s = [number * gap_s for number in range(len(JOBS))]
+    jobs, arrivals_s = zip(*draw(seed, families), strict=True)
+    pace = Pace(round_s=DEMO_ROUND_S)
     note = "no processes ran: progress is computed from the models"
     return [
-        simulate_site(f"{title} (simulated)", note, policy, JOBS, arrivals_s, DEFAULT_SPEC, Pace(), families)[0]
+        simulate_site(f"{title} (simulated)", note, policy, jobs, arrivals_s, NODES, pace, families)[0]
         for title, policy in (("Under Penstock", "sia"), ("Under plain Slurm", "slurm-backfill"))
     ]
 
@@ -93,7 +92,8 @@ def simulate_site(
 
 def _job(number: int, job: DemoJob, at_s: float, pace: Pace, families: Families, *, plain: bool) -> SimulatedJob:
     gpu_type, nodes, gpus = job.plain
-    fixed = {"adaptivity": "fixed", "min_gpus": nodes * gpus, "max_gpus": nodes * gpus, "gpu_types": [gpu_type]}
+    fixed: dict[str, object] = {"min_gpus": nodes * gpus, "max_gpus": nodes * gpus, "preemptible": False}
+    fixed |= {"adaptivity": "fixed", "gpu_types": [gpu_type]} if gpu_type else {}
     spec = job.spec_fields() | fixed if plain else job.spec_fields()
     truth = EstimatedJob(job.estimator(families), job.work(families) / pace.time_scale, pace.start_s)
     limit_s = None if job.limit_min is None or not plain else job.limit_min * 60.0

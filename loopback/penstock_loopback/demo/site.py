@@ -47,6 +47,7 @@ class DemoSite:
         penstock: whether penstockd decides. Otherwise Slurm does, by each job's plain request.
         time_scale: emulated seconds in one real second.
         recall_models: whether ended jobs teach penstockd how fast new ones are.
+        round_s: real seconds from one round to the next.
     """
 
     def __init__(
@@ -57,10 +58,11 @@ class DemoSite:
         penstock: bool,
         time_scale: float = TIME_SCALE,
         recall_models: bool = False,
+        round_s: float = ROUND_S,
     ) -> None:
         self.folder = folder
         self.penstock = penstock
-        self.time_scale, self.recall_models = time_scale, recall_models
+        self.time_scale, self.recall_models, self.round_s = time_scale, recall_models, round_s
         self.slurm = LoopbackCluster(folder / "slurm", spec, settings=SLURM_SETTINGS)
         self.spool = folder / "spool"
         self.state = folder / "state"
@@ -78,7 +80,7 @@ class DemoSite:
             return
         config = self.folder / "penstock.toml"
         config.write_text(
-            f"[daemon]\ncluster = 'slurm'\nround_s = {ROUND_S}\ntick_s = {TICK_S}\nrestart_cost_s = {RESTART_COST_S}\n"
+            f"[daemon]\ncluster = 'slurm'\nround_s = {self.round_s}\ntick_s = {TICK_S}\nrestart_cost_s = {RESTART_COST_S}\n"
             f"recall_models = {str(self.recall_models).lower()}\n"
             f"state_dir = '{self.state}'\n\n[api]\nsocket = '{self.state}/api.sock'\n\n[slurm]\npartitions = ['all']\n"
             f"conf = '{self.slurm.slurm_conf}'\nspool_dir = '{self.spool}'\n"
@@ -148,7 +150,7 @@ class DemoSite:
             ]
         else:
             gpu_type, nodes, gpus = job.plain
-            request = [f"--nodes={nodes}", f"--gres=gpu:{gpu_type}:{gpus}"]
+            request = [f"--nodes={nodes}", f"--gres=gpu:{gpu_type}:{gpus}" if gpu_type else f"--gres=gpu:{gpus}"]
             if job.limit_min is not None:
                 request.append(f"--time={job.limit_min}")
         environment = dict(os.environ, PENSTOCK_SPOOL=str(self.spool)) | self.slurm.environment()
@@ -221,7 +223,7 @@ class DemoSite:
         return JobHistory(
             id=job_id,
             name=job.name,
-            asks=_asks(job) if self.penstock else f"{job.plain[1] * job.plain[2]} {job.plain[0]}",
+            asks=_asks(job) if self.penstock else str(job.plain[1] * job.plain[2]),
             submit_s=self.submitted_s[job_id],
             start_s=spans[0].start_s if spans else None,
             end_s=record.end_s + HALF_A_SECOND if record and ended and record.end_s is not None else None,
@@ -248,6 +250,5 @@ def read_reports(folder: Path) -> list[list[Report]]:
 
 
 def _asks(job: DemoJob) -> str:
-    low, high = job.spec.get("min_gpus", 1), job.spec["max_gpus"]
-    words = f"{job.spec.get('adaptivity', 'adaptive')} {low if low == high else f'{low}-{high}'}"
-    return words + ("" if job.spec.get("preemptible", True) else ", not preemptible")
+    low, high = job.spec["min_gpus"], job.spec["max_gpus"]
+    return f"{low}, rigid" if low == high else f"{low} to {high}"
