@@ -96,6 +96,16 @@ def test_jobs_with_a_spec_in_a_managed_partition_are_managed():
     assert (found.refused, found.records) == ([], {})
 
 
+def test_the_spool_is_not_asked_about_each_job_of_a_site_that_adopts_all():
+    def sent(job: SlurmJob) -> bool:
+        raise AssertionError(job.id)
+
+    answers: dict[str, Any] = dict.fromkeys(("cleared", "was_managed", "shares_by"), lambda job: False)
+    job = record()
+    found = sorting.sort_jobs([job], ("p",), adopt=(), sent=sent, check=lambda spec: None, **answers)
+    assert found.managed == {job.id: (job, SPEC)}
+
+
 @pytest.mark.parametrize(("state", "runs"), [("PENDING", False), ("RUNNING", True), ("COMPLETING", None)])
 def test_a_refused_job_is_reported_with_whether_it_runs(state: str, runs: bool | None):
     bad, good = record(state, id="1", het_job_id=1), record(id="2")

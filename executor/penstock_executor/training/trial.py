@@ -69,8 +69,10 @@ class TriedRun(TrainingRun):
 
     def log(self, **values: object) -> None:
         """As `Core.log`, with a record of the numbers."""
-        numbers = {name: float(each) for name, each in values.items() if isinstance(each, (Real, torch.Tensor))}
-        self._note(logs=self.steps, numbers=numbers)
+        one: dict[str, Any] = {
+            name: each for name, each in values.items() if isinstance(each, Real) or getattr(each, "shape", 0) == ()
+        }
+        self._note(logs=self.steps, numbers={name: float(each) for name, each in one.items()})
         super().log(**values)
 
     def _after_step(self, samples: int, active_s: float, norms: PendingNorms | None = None) -> None:

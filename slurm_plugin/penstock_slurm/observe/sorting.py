@@ -75,7 +75,7 @@ def sort_jobs(
             if spec is None:
                 expect_never_managed(job, managed=was_managed(job))
                 continue
-            if not sent(job):
+            if adopt and not sent(job):
                 expect_adopted(job, adopt)
             expect_manageable(job, cleared=cleared(job), sent=sent)
             if job.held and job.required_nodes and job.restarts == 0 and not sent(job):
@@ -126,7 +126,7 @@ def expect_never_managed(job: SlurmJob, *, managed: bool) -> None:
 def expect_adopted(job: SlurmJob, adopt: Collection[str]) -> None:
     """Raise BadJobSpec if the site does not let Penstock manage jobs of this user, account and partition."""
     of = {f"user:{job.user}", f"account:{job.account}", *(f"partition:{name}" for name in job.partition)}
-    if adopt and of.isdisjoint(adopt):
+    if of.isdisjoint(adopt):
         plain = "submit it again without adaptive flags" if job.state in WAITING else "it continues as a plain job"
         raise BadJobSpec(
             f"this site lets Penstock manage only jobs of {', '.join(sorted(adopt))}; {plain}, or ask an admin ([slurm] adopt)"
