@@ -235,9 +235,23 @@ def test_each_kind_of_call_has_a_token_bucket() -> None:
 
 def test_only_calls_that_change_something_take_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(time, "sleep", waits.append)
+    test, sleep = threading.get_ident(), time.sleep
+
+    def slept(wait_s: float) -> None:
+        waits.append(wait_s) if threading.get_ident() == test else sleep(wait_s)  # other threads sleep on
+
+    monkeypatch.setattr(time, "sleep", slept)
     lock = threading.Lock()
-    client = Yielding(SimpleNamespace(describe_instances=dict, create_fleet=dict), lock, rate=Rate(size=1.0, per_s=0.5))
+
+    def describe() -> dict[str, object]:
+        elsewhere = threading.Thread(target=time.sleep, args=(0.001,))
+        elsewhere.start()
+        elsewhere.join()
+        return {}
+
+    client = Yielding(
+        SimpleNamespace(describe_instances=describe, create_fleet=dict), lock, rate=Rate(size=1.0, per_s=0.5)
+    )
     with lock:
         for _ in range(3):
             client.describe_instances()
