@@ -223,7 +223,7 @@ class DemoSite:
         return JobHistory(
             id=job_id,
             name=job.name,
-            asks=_asks(job) if self.penstock else str(job.plain[1] * job.plain[2]),
+            asks=_asks(job) if self.penstock else f"{job.plain[1] * job.plain[2]} {job.plain[0]}".strip(),
             submit_s=self.submitted_s[job_id],
             start_s=spans[0].start_s if spans else None,
             end_s=record.end_s + HALF_A_SECOND if record and ended and record.end_s is not None else None,
@@ -250,5 +250,5 @@ def read_reports(folder: Path) -> list[list[Report]]:
 
 
 def _asks(job: DemoJob) -> str:
-    low, high = job.spec["min_gpus"], job.spec["max_gpus"]
+    low, high = job.spec.get("min_gpus", 1), job.spec["max_gpus"]
     return f"{low}, rigid" if low == high else f"{low} to {high}"
