@@ -29,7 +29,7 @@ from penstock_scheduler.simulator.workloads import read_workload
 from penstock_scheduler.simulator.workloads.workload import Workload
 
 WINDOWS = "philly/workload-1,philly/workload-2,philly/workload-3,philly/workload-4,saturn/workload-1,saturn/workload-2"
-SHARES = (0.0, 0.25, 0.5, 1.0)
+SHARES = "0,0.25,0.5,1"
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--profiles", type=Path, required=True, help="measured tables of the windows' models")
     parser.add_argument("--windows", default=WINDOWS)
     parser.add_argument("--cluster", default="t4:6x4,rtx:3x8,a100:2x8")
-    parser.add_argument("--shares", default="0,0.25,0.5,1", help="shares of the jobs that are elastic")
+    parser.add_argument("--shares", default=SHARES, help="shares of the jobs that are elastic")
     parser.add_argument("--draws", type=int, default=1, help="how often each window's arrivals are drawn")
     parser.add_argument("--memory", action="store_true", help="jobs learn from ended ones of their kind")
     parser.add_argument("--json", action="store_true", help="only the last line")

@@ -67,12 +67,12 @@ class TriedRun(TrainingRun):
                 self._disturb()
             yield batch
 
-    def log(self, **values: object) -> None:
+    def log(self, **values: Any) -> None:
         """As `Core.log`, with a record of the numbers."""
-        one: dict[str, Any] = {
+        single = {
             name: each for name, each in values.items() if isinstance(each, Real) or getattr(each, "shape", 0) == ()
         }
-        self._note(logs=self.steps, numbers={name: float(each) for name, each in one.items()})
+        self._note(logs=self.steps, numbers={name: float(each) for name, each in single.items()})
         super().log(**values)
 
     def _after_step(self, samples: int, active_s: float, norms: PendingNorms | None = None) -> None:
